@@ -6,9 +6,9 @@ our TFLite export of it. FOLDER is what ``scripts/arm_python FOLDER`` makes, a P
 Arm; the wheels of apache-tvm, apache-tvm-ffi and ai-edge-litert for it (``pip download --platform
 manylinux_2_28_aarch64 --no-deps``) have to be unpacked into ``FOLDER/site``. ``--x86`` does the
 same for an x86 processor without VNNI (Haswell), with the engines of this environment (LiteRT is
-not among them). Counts are those of count_instructions.c, of the third run, and do not depend on
-what else the machine does. They are not time: a miss in a cache is not in them, and instructions
-do not all take as long.
+not among them, OpenVINO is with ``--openvino``). Counts are those of count_instructions.c, of the
+third run, and do not depend on what else the machine does. They are not time: a miss in a cache is
+not in them, and instructions do not all take as long.
 """
 
 from __future__ import annotations
@@ -131,9 +131,9 @@ def ours(machine: Machine, file: Path, folder: Path, counter: Path) -> tuple[int
     return machine.counts(program, counter)[str(library)], seconds
 
 
-def engines(machine: Machine, files: Sequence[Path], counter: Path) -> dict[str, int]:
+def engines(machine: Machine, files: Sequence[str], counter: Path) -> dict[str, int]:
     """Returns the instructions of a run of files in their engines."""
-    return machine.counts([machine.python, str(HERE / "marked_runs.py"), *map(str, files)], counter)
+    return machine.counts([machine.python, str(HERE / "marked_runs.py"), *files], counter)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -145,6 +145,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--cpu", default="neoverse-n1", help="QEMU's model of the Arm processor")
     parser.add_argument("--llvm", help="LLVM's name of it, or what it has: +neon,+dotprod,+i8mm")
     parser.add_argument("--x86", action="store_true", help="x86 without VNNI instead")
+    parser.add_argument("--openvino", action="store_true", help="OpenVINO too, with --x86")
     parser.add_argument("--ours", action="store_true", help="nobody else's")
     parser.add_argument("--folder", type=Path, help="where networks are kept between runs")
     given = parser.parse_args(argv)
@@ -155,16 +156,17 @@ def main(argv: Sequence[str]) -> int:
         folder = (given.folder or Path(temporary)).resolve()
         folder.mkdir(parents=True, exist_ok=True)
         counter = plugin(folder)
-        print("| network | ours | onnxruntime | LiteRT | ours over the better | compiled in |")
+        other = "OpenVINO" if given.x86 else "LiteRT"
+        print(f"| network | ours | onnxruntime | {other} | ours over the better | compiled in |")
         print("|---|---|---|---|---|---|")
         for name in given.networks or WHOLE:
             for kind in given.kinds:
-                print(_row(machine, name, kind, folder, counter, alone=given.ours), flush=True)
+                print(_row(machine, name, kind, folder, counter, given), flush=True)
     return 0
 
 
 def _row(
-    machine: Machine, name: str, kind: str, folder: Path, counter: Path, *, alone: bool
+    machine: Machine, name: str, kind: str, folder: Path, counter: Path, given: argparse.Namespace
 ) -> str:
     import onnx
 
@@ -174,13 +176,17 @@ def _row(
         quantize(real, file, kind)
     own, seconds = ours(machine, file, folder, counter)
     others: dict[str, int] = {}
-    if not alone:
-        files = [file]
-        if machine.compiler != "g++":
-            files.append(file.with_suffix(".tflite"))
-            qb.save(qb.load(file), files[1], overwrite=True)
-        others = {Path(path).suffix: n for path, n in engines(machine, files, counter).items()}
-    told = [f"{others[s] / 1e6:.1f} M" if s in others else "–" for s in (".onnx", ".tflite")]
+    if not given.ours:
+        files = [str(file)]
+        if given.openvino:
+            files.append(f"openvino={file}")
+        elif not given.x86:
+            exported = file.with_suffix(".tflite")
+            qb.save(qb.load(file), exported, overwrite=True)
+            files.append(str(exported))
+        others = engines(machine, files, counter)
+    counts = [*others.values(), None, None][:2]
+    told = ["–" if count is None else f"{count / 1e6:.1f} M" for count in counts]
     ratio = f"{own / min(others.values()):.2f}" if others else "–"
     return f"| {name} {kind} | {own / 1e6:.1f} M | {' | '.join(told)} | {ratio} | {seconds:.1f} s |"
 

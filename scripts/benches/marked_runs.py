@@ -1,6 +1,7 @@
 """Runs models between marks for QEMU's plugin ``count_instructions.c``: ``marked_runs.py FILE...``.
 
-Each file (``.onnx`` in onnxruntime, ``.tflite`` in LiteRT with XNNPACK, one thread) runs once, and
+Each file (``.onnx`` in onnxruntime, ``openvino=FILE.onnx`` in OpenVINO, ``.tflite`` in LiteRT with
+XNNPACK, one thread) runs once, and
 then two times between calls of ``getppid``, at which the plugin prints what was executed. It takes
 numpy and the engines only, since it runs in a Python of another processor's.
 """
@@ -10,6 +11,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -48,10 +50,22 @@ def of_litert(path: str) -> Callable[[], Any]:
     return interpreter.invoke
 
 
+def of_openvino(path: str) -> Callable[[], Any]:
+    """Returns what runs a file in OpenVINO, on one thread and in one stream."""
+    openvino: Any = import_module("openvino")
+    core, one = openvino.Core(), {"INFERENCE_NUM_THREADS": 1, "NUM_STREAMS": 1}
+    compiled = core.compile_model(core.read_model(path), "CPU", one)
+    feeds = [data(tuple(given.shape), np.float32) for given in compiled.inputs]
+    run: Callable[[Any], Any] = compiled.create_infer_request().infer
+    return lambda: run(feeds)
+
+
 def main() -> None:
     """Runs the files."""
     for path in sys.argv[1:]:
-        run = of_onnxruntime(path) if path.endswith(".onnx") else of_litert(path)
+        engine, _, file = path.rpartition("=")
+        of_onnx = of_openvino if engine else of_onnxruntime
+        run = of_onnx(file) if path.endswith(".onnx") else of_litert(path)
         run()
         print(f"file: {path}", file=sys.stderr, flush=True)
         for _ in range(2):
