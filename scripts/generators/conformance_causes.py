@@ -92,6 +92,10 @@ def half_up(x: Array, scale: Array, zero: Array, kind: str, precision: str) -> A
     return saturated(np.floor(quotient(x, scale, precision) + 0.5) + zero, kind)
 
 
+def half_away(x: Array, scale: Array, zero: Array, kind: str, precision: str) -> Array:
+    return saturated(away(quotient(x, scale, precision)) + zero, kind)
+
+
 def by_the_reciprocal(x: Array, scale: Array, zero: Array, kind: str, precision: str) -> Array:
     del precision
     return saturated(np.rint(x.astype(_F) * (_F(1) / scale.astype(_F))) + zero, kind)
@@ -311,12 +315,16 @@ def predicted(*ways: Mapping[str, Any]) -> Proof:
     return proof
 
 
-def fused(engine: str, case: ConformanceCase, found: Sequence[Array]) -> bool:
-    """Of onnxruntime: what stands behind an Add or a Mul adds the zero point before it rounds."""
-    del engine
-    nodes = case.body.model.graph.node
-    behind = frozenset(node.output[0] for node in nodes if node.op_type in ("Add", "Mul"))
-    return _equal(_computed(case, operators(zero_first, behind=behind)), found)
+def fused(quantize: Quantize) -> Proof:
+    """Returns a proof: of onnxruntime, what stands behind an Add or a Mul is quantized so."""
+
+    def proof(engine: str, case: ConformanceCase, found: Sequence[Array]) -> bool:
+        del engine
+        nodes = case.body.model.graph.node
+        behind = frozenset(node.output[0] for node in nodes if node.op_type in ("Add", "Mul"))
+        return _equal(_computed(case, operators(quantize, behind=behind)), found)
+
+    return proof
 
 
 def remover(engine: str, case: ConformanceCase, found: Sequence[Array]) -> bool:
@@ -433,9 +441,12 @@ CAUSES = (
           "DoubleQDQPairsRemover: two pairs of roundings become one", remover),
     Cause("p", ("onnxruntime-avx2",), ("conv*", "qlinearconv*", "matmulinteger_large*"),
           "pairs of products of bytes are added in 16 bits, which saturate", explained),
+    Cause("j", ("onnxruntime-arm",),
+          ("arithmetic_between*", "shared_dequantize*", "quantize_constant*"),
+          "QLinearAdd and QLinearMul round halves away from zero", fused(half_away)),
     Cause("r", _OPTIMIZED, ("arithmetic_between*", "shared_dequantize*", "quantize_constant*"),
           "QLinearAdd and QLinearMul, made of DQ, Add or Mul, Q, add the zero point before they "
-          "round: ties beside an odd one go to the other number", fused),
+          "round: ties beside an odd one go to the other number", fused(zero_first)),
     Cause("h", ("onnxruntime-web", "iree"),
           ("quantize_*float16*", "quantize_precision*", "quantize_mixed_types*",
            "dequantize_float_types*"),
