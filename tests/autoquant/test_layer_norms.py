@@ -99,7 +99,7 @@ def test_rounded_once_it_is_better_by_far(monkeypatch):
     graph = model(WHOLE[3])
     data = {"x": (X * RNG.lognormal(0, 2, (9, 5, 1))).astype(np.float32)}
     found = quantize_model(graph, data, repair=()).graph
-    monkeypatch.setattr("qdqbridge.autoquant.quantize.prepared", lambda graph: graph)
+    monkeypatch.setattr("qdqbridge.autoquant.calibration.prepared", lambda graph: graph)
     rough = quantize_model(graph, data, repair=()).graph
     judge = FloatReference(graph, Samples.of(graph.inputs, data))
     assert judge.sqnr(found) > judge.sqnr(rough) + 5, (judge.sqnr(found), judge.sqnr(rough))

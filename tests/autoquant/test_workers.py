@@ -97,7 +97,7 @@ def test_a_killed_worker_changes_no_byte_of_a_profile(
 def found(several: int | str | None) -> tuple[Quantization, Quantization]:
     """Returns a network with choosers tried, and one with layers in more bits."""
     graph = qb.load(MODEL)
-    tuned = quantization(graph, DATA, repair=(), workers=several)
+    tuned = quantization(graph, DATA, repair=(), preset="full", workers=several)
     rough = quantization(graph, DATA, repair=(), chooser="minmax", weights="int4", workers=several)
     return tuned, rough.meeting(min_sqnr=22.0)
 

@@ -138,7 +138,7 @@ def tuned(
     """
     budget = budget or TimeBudget(math.inf)
     report: Progress = progress or (lambda done, total: None)
-    if workers is None:
+    if workers is None or not each:  # choosers for all are few, and tried one after the other
         tuner = _Tuner(decision, stats, folds, chooser, budget, each=each)
         return tuner.run(candidates, weight_candidates, report, each=each)
     with TrialTeam([fold.simulation for fold in folds], workers) as team:
