@@ -174,7 +174,7 @@ def _scaled(graph: qb.Graph, spread: float) -> tuple[qb.Graph, set[str]]:
 def test_scaled_channels_are_no_error() -> None:
     """A file of smoothed and equalized weights is blamed as against the smoothed float model."""
     scaled, names = _smoothed(1.0)
-    made = qb.quantize(scaled, {"input": images(48)}, repair=())
+    made = qb.quantize(scaled, {"input": images(48)}, repair=(), chooser="minmax")
     found, wanted = (qb.blame(each, made, {"input": images()}) for each in (ATTENTION, scaled))
     assert set(found.scaled) == names
     assert wanted.scaled == ()
