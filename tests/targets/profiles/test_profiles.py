@@ -376,6 +376,9 @@ BROKEN: dict[str, tuple[str, str, Callable[[Net], str]]] = {
                        n.constant(np.float32(0.1)), domain="com.microsoft"),
     ),
     "openvino_16_bits": ("openvino", "8-bit-activations", sixteen_bits),
+    "openvino_scale_1": (
+        "openvino", "range-of-16-bits", lambda n: n.fake("x", 1.0, 0, np.int16),
+    ),
     "openvino_axis": ("openvino", "weight-axis", lambda n: conv(n, axis=1)),
     "openvino_blocks": ("openvino", "whole-blocks", short_blocks),
     "openvino_clip": (

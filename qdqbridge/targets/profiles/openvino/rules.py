@@ -388,6 +388,11 @@ def _runs_on_floats(
     return TargetRule(rule, what, check, source, Effect.FLOAT, fix)
 
 
+def _has_scale_1(own: FileEncoding) -> bool:
+    """True where the range is that of the type: no FakeQuantize is left, and nothing rounds."""
+    return own.scale is not None and bool((own.scale == 1).all())
+
+
 def _computes_otherwise(rule: str, what: str, check: Check, measured: str, fix: str) -> TargetRule:
     return TargetRule(rule, what, check, f"{_ENGINE}: {measured}", Effect.OTHER, fix)
 
@@ -417,6 +422,10 @@ RULES: tuple[TargetRule, ...] = (
     _runs_on_floats("8-bit-activations", "Q and DQ",
         storage(_EIGHT, (*_EIGHT, DType.INT4, DType.UINT4, DType.INT32)), "quantize to 8 bits",
         _TRANSFORMATIONS),
+    _computes_otherwise("range-of-16-bits", "Q of 16 bits",
+        when(op("QuantizeLinear") & OWN.of(DType.INT16, DType.UINT16) & OWN.zero_in(0)
+             & OWN.has(_has_scale_1), "its scale is 1 and its zero point 0", "output"),
+        "fractions are dropped, and what is beyond the type wraps", "use another scale"),
     _runs_on_floats("per-tensor-activations", "Q and DQ of activations", per_tensor_activations,
         "use one scale per activation", _TRANSFORMATIONS),
     _computes_otherwise("weight-axis", "per-channel weights",
