@@ -399,7 +399,8 @@ def filled_by_masks(array: Array) -> NDArray[np.bool_] | None:
     """
     if array.dtype.kind not in "fV" or not array.size:
         return None
-    if array.min() >= -MASK and array.max() < HUGE:  # NaN is neither
+    # As Python numbers: half floats have none so large. NaN is neither.
+    if float(array.min()) >= -MASK and float(array.max()) < HUGE:
         return None
     sizes = np.abs(array.astype(np.float64))
     large = ~(sizes < HUGE) | (array < -MASK)
