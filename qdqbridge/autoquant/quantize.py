@@ -34,6 +34,7 @@ from qdqbridge.autoquant.profiling.collect import (
 )
 from qdqbridge.autoquant.profiling.profile import Profile
 from qdqbridge.autoquant.profiling.samples import Samples
+from qdqbridge.autoquant.profiling.workers import check_workers
 from qdqbridge.autoquant.repair.steps import (
     CLOSE,
     DEFAULT,
@@ -142,6 +143,8 @@ class QuantizeOptions:
             # What the user says counts, beside a preset as well.
             if getattr(self, name) == unsaid[name]:
                 object.__setattr__(self, name, value)
+        if self.workers is not None:
+            check_workers(self.workers)
         if not self.budget >= 0:
             raise InputDataError(
                 f"{self.budget} is no budget", fix="give seconds: 0 tries nothing, inf everything"

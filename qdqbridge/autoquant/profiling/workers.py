@@ -108,13 +108,16 @@ def team_of(job: Work, workers: int | str) -> Team:
         InputDataError: It is not a number of workers.
         UnsupportedTargetError: Ray is not installed.
     """
-    if workers == "ray":
-        return Ray(job)
-    if isinstance(workers, int) and 0 < workers <= MOST:
-        return Processes(job, workers)
-    raise InputDataError(
-        f"{workers!r} is not a number of workers", fix=f"give a number up to {MOST}, or 'ray'"
-    )
+    check_workers(workers)
+    return Ray(job) if isinstance(workers, str) else Processes(job, workers)
+
+
+def check_workers(workers: int | str) -> None:
+    """Raises an InputDataError for what is neither a number of workers nor ``ray``."""
+    if workers != "ray" and not (isinstance(workers, int) and 0 < workers <= MOST):
+        raise InputDataError(
+            f"{workers!r} is not a number of workers", fix=f"give a number up to {MOST}, or 'ray'"
+        )
 
 
 MOST = 4096

@@ -6,6 +6,7 @@ import errno
 import lzma
 import os
 import secrets
+import threading
 import time
 import tokenize
 import zipfile
@@ -231,6 +232,10 @@ def write_arrays(path: Path, arrays: Mapping[str, Array]) -> None:
                 npy.write_array(member, np.asanyarray(array), allow_pickle=False)
 
 
+_PARSING = threading.Lock()
+"""NumPy parses headers as Python, whose depth CPython 3.11 counts in all threads together."""
+
+
 def read_arrays(path: Path) -> dict[str, Array]:
     """Returns the arrays of an ``.npz`` file by name; that of an ``.npy`` by the file's name.
 
@@ -238,7 +243,7 @@ def read_arrays(path: Path) -> dict[str, Array]:
         InputDataError: The file cannot be read, or holds something else than numbers.
     """
     try:
-        with path.open("rb") as stream:  # numpy leaves a damaged file open
+        with _PARSING, path.open("rb") as stream:  # numpy leaves a damaged file open
             loaded = np.load(stream, allow_pickle=False)
             if isinstance(loaded, np.ndarray):
                 return {path.stem: loaded}
