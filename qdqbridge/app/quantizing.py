@@ -143,7 +143,7 @@ class Quantization:
         allows; else the model is as small as the goal leaves.
 
         Args:
-            max_bytes: Of the file.
+            max_bytes: How large the file may be.
             max_node_seconds: What each node may take that ``engine`` makes of the model, for one
                 sample.
             engine: ``tvm``, ``onnxruntime`` or ``openvino``.
@@ -388,9 +388,8 @@ def quantize(
             ``.npz`` file; the measure is top-1 accuracy.
         fallback: What to try first for a layer when there is a goal; ``float`` leaves it float at
             once.
-        preset: ``balanced``; ``full`` takes about three times as long, and tries choosers for
-            single tensors and scaled channels always; ``fast`` tries no choosers and no repair but
-            biases.
+        preset: ``balanced``; ``full`` tries choosers for single tensors and scaled channels always,
+            in up to three times the time; ``fast`` tries no choosers and no repair but biases.
         progress: Called with the steps done and their number; then, for a goal, with the trials
             done and the largest number there can be.
 

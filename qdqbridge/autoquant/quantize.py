@@ -108,8 +108,8 @@ class QuantizeOptions:
             :class:`~qdqbridge.autoquant.hardware.arithmetic.Rescaling`.
         workers: A number of processes, or ``ray``, that try choosers and layers side by side;
             None for this process.
-        budget: After so many seconds nothing more is tried, and the best so far is kept. Which that
-            is depends on the machine then.
+        budget: After so many seconds nothing more is tried, and the best so far is kept; what is
+            found by then depends on the machine.
         preset: One of :data:`PRESETS`: ``balanced``, ``full``, which is thorough, or ``fast``,
             which tries nothing but biases.
     """
@@ -260,7 +260,7 @@ class Quantized:
     @property
     def graph(self) -> Graph:
         """The quantized graph, canonical; it takes longer to make than most decisions."""
-        return self._applied
+        return self._applied  # protocols of type checkers know no cached property
 
     @cached_property
     def _applied(self) -> Graph:

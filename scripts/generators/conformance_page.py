@@ -1,6 +1,6 @@
 """Writes ``docs/conformance.md``: ``python -m scripts.generators.conformance_page``.
 
-Every engine that is installed here runs every case, one after the other: 20 minutes where all are
+Every engine that is installed here runs every case, one after the other
 (``scripts/engines_env``, ``scripts/arm_python``, the install lines of ``qdqbridge doctor``).
 ``--cache FOLDER`` keeps the results, and takes those that the same versions and the same code made.
 An engine that is not installed here keeps the column that the page has, and its version there.

@@ -167,7 +167,7 @@ def test_the_command_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> 
     plain = ["quantize", str(MODEL), "--data", str(data), "-o", str(out), "--repair", "none"]
     plain += ["--chooser", "minmax", "--force"]
     assert run([*plain, "--max-size", "32KB", "--trials", str(tmp_path / "t.json")]) == 0
-    assert "in 4 bits" in capfd.readouterr().out
+    assert "in int4 weights" in capfd.readouterr().out
     assert out.stat().st_size <= 32_000
     assert run([*plain, "--smallest", "--max-drop", "0.05"]) == 0
     for wrong in (["--smallest"], ["--max-size", "small"], ["--max-size", "0"]):

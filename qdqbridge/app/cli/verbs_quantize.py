@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
@@ -16,7 +15,7 @@ from rich.text import Text
 
 from qdqbridge.app import pipeline, quantizing, verdict
 from qdqbridge.app.cli import output
-from qdqbridge.app.cli.failures import usage
+from qdqbridge.app.cli.failures import DONE, NOT_MET, usage
 from qdqbridge.app.cli.files import (
     AS_IT_IS,
     FOR_TVM,
@@ -40,6 +39,7 @@ from qdqbridge.app.cli.parameters import (
     extents_of,
 )
 from qdqbridge.app.sources import TOSA_FILES
+from qdqbridge.core.graph.atomic_write import bytes_written
 from qdqbridge.core.graph.copying import with_numbers
 from qdqbridge.core.graph.graph import Graph
 from qdqbridge.errors import InputDataError, UnsupportedTargetError
@@ -404,7 +404,8 @@ def quantize(
         with output.progress("looking for bits per layer") as progress:
             made = made.within(
                 max_bytes=size, max_node_seconds=seconds, engine=engine, min_sqnr=min_sqnr,
-                max_drop=drop, state=trials, sized=partial(_size, path, write), progress=progress,
+                max_drop=drop, state=trials, progress=progress,
+                sized=lambda graph: bytes_written(partial(write, graph=graph), path.name),
             )  # fmt: skip
     elif wanted:
         with output.progress("looking for layers that need more bits") as progress:
@@ -428,7 +429,7 @@ def quantize(
         _show(made, facts, first, verbose=verbose, next_=_next(made, model, path, data))
     for warning in made.doubts():
         output.warn(warning)
-    return 1 if verdict.goal_met(made) is False else None
+    return NOT_MET if verdict.goal_met(made) is False else DONE
 
 
 def _write(path: Path, graph: Graph, *, profile: Any, variant: Variant, extents: Extents) -> None:
@@ -436,14 +437,6 @@ def _write(path: Path, graph: Graph, *, profile: Any, variant: Variant, extents:
         pipeline.save(with_numbers(graph, extents_of(extents)), path, profile, overwrite=True)
     else:
         write_for_tvm(graph, path, variant=variant, extents=extents)
-
-
-def _size(path: Path, write: Callable[[Path, Graph], None], graph: Graph) -> int:
-    """Returns the bytes of the file that is written for a graph, of a name as that of path."""
-    with tempfile.TemporaryDirectory() as folder:
-        write(Path(folder, path.name), graph)
-        # Weights may lie in a file of their own beside it.
-        return sum(file.stat().st_size for file in Path(folder).iterdir())
 
 
 def _check_kernels(options: QuantizeOptions, profile: str | None) -> None:

@@ -110,6 +110,13 @@ def within(
     return _SizeSearch(made, limit, samples, state, metric, progress).run()
 
 
+def _name_of_point(changes: Changes, layers: Sequence[Layer]) -> str:
+    """Returns what a point of a curve is called: how many layers have what."""
+    kinds = [str(change) for change in changes.values()]
+    counts = [f"{kinds.count(kind)} in {kind}" for kind in dict.fromkeys(kinds)]
+    return f"of {len(layers)} layers {', '.join(counts)}" if counts else "as quantized"
+
+
 class _SizeSearch:
     def __init__(
         self,
@@ -271,8 +278,6 @@ class _SizeSearch:
 
     def _point(self, changes: Changes) -> ParetoRow:
         metrics, graph = self._metrics(changes), apply(self._variants.decision(changes))
-        narrow = sum(change is self._narrow for change in changes.values())
-        floats = len(changes) - narrow
         runner, batch = Runner(graph), self._search.simulation.batches[0]
         best = math.inf
         for _ in range(_RUNS):
@@ -280,9 +285,8 @@ class _SizeSearch:
             runner.run(batch)
             best = min(best, time.perf_counter() - began)
         count = len(next(iter(batch.values()))) if batch else 1
-        counts = [f"{n} in {kind}" for n, kind in ((narrow, "4 bits"), (floats, "float")) if n]
-        name = f"of {len(self._layers)} layers {', '.join(counts)}" if counts else "as quantized"
         size, taken = self._limit.sized(graph), round(1e3 * best / count, 4)
+        name = _name_of_point(changes, self._layers)
         return ParetoRow(name, size, metrics.sqnr, metrics.top1, taken)
 
     def _report(self, changes: Changes) -> list[Reverted]:
@@ -541,9 +545,7 @@ class _TimeSearch:
     def _point(self, changes: Changes) -> ParetoRow:
         metrics, times = self._metrics(changes), [t.seconds for t in self._times(changes)]
         own = [t.seconds for t in self._own_times(changes)]
-        kinds = [str(change) for change in changes.values()]
-        counts = [f"{kinds.count(kind)} in {kind}" for kind in dict.fromkeys(kinds)]
-        name = f"of {len(self._layers)} layers {', '.join(counts)}" if counts else "as quantized"
+        name = _name_of_point(changes, self._layers)
         size = self._limit.sized(self._graphs[name_of(changes)])
         whole, slowest = 1e3 * sum(times), 1e3 * max(own, default=0.0)
         return ParetoRow(name, size, metrics.sqnr, metrics.top1, round(whole, 4), round(slowest, 4))

@@ -52,8 +52,7 @@ _SURE = 0.5
 """The least gain in standard errors of its mean. Many choosers are tried one after the other, and a
 false gain of this size does little harm, while a true one that is missed costs as much."""
 _BOTH = 0.5
-"""The least gain of a chooser for all tensors: of the sum of errors and of their logarithms, in dB,
-added up."""
+"""What a chooser for all tensors has to gain, in dB: :func:`is_closer_on_the_whole`."""
 _SAME = 0.01
 """Scales that differ by less are one candidate."""
 Place: TypeAlias = "Value | Weight"
@@ -404,10 +403,11 @@ def is_better(errors: NDArray[np.float64], best: NDArray[np.float64]) -> bool:
 
 
 def is_closer_on_the_whole(errors: Errors, best: Errors) -> bool:
-    """True where errors of the same samples fell in the sum, and no more samples lost than gained.
+    """True where errors of the same samples fell in the sum, and enough so with their logarithms.
 
-    A chooser for all tensors is no chance among many, but errors have long tails: what others get
-    is their mean, which a sample or two decide, and of which logarithms tell more by all.
+    What others get is the mean of errors. But these have long tails, so that a sample or two decide
+    their sum: the mean of logarithms says what became of all the others. Decibels of both, added
+    up, have to be :data:`_BOTH`.
     """
     least = np.finfo(float).tiny
     each = 10 * float(np.mean(np.log10(np.maximum(best, least) / np.maximum(errors, least))))

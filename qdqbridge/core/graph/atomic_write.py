@@ -6,12 +6,13 @@ import errno
 import lzma
 import os
 import secrets
+import tempfile
 import threading
 import time
 import tokenize
 import zipfile
 import zlib
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from pathlib import Path
@@ -215,6 +216,18 @@ DAMAGES = (
     zipfile.BadZipFile, zlib.error, lzma.LZMAError, tokenize.TokenError,
 )  # fmt: skip
 """What Python and NumPy raise of files that are no archives of arrays, or damaged ones."""
+
+
+def bytes_written(write: Callable[[Path], object], name: str) -> int:
+    """Returns how large the files are that something writes.
+
+    Args:
+        write: Writes a file of that path, and what lies beside it.
+        name: What the file is called.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        write(Path(folder, name))
+        return sum(file.stat().st_size for file in Path(folder).iterdir())
 
 
 def write_arrays(path: Path, arrays: Mapping[str, Array]) -> None:

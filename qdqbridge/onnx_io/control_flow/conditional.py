@@ -26,7 +26,7 @@ from qdqbridge.onnx_io.control_flow.bodies import (
     quantizes_inside,
 )
 from qdqbridge.onnx_io.opaque.nodes import OpaqueAttrs, opaque_attributes
-from qdqbridge.onnx_io.opaque.operators import imported, opaque_operator
+from qdqbridge.onnx_io.opaque.operators import imported, opaque_operator, scans_nothing
 from qdqbridge.onnx_io.reading.reader import read_proto
 from qdqbridge.onnx_io.reading.structure import captured_names
 from qdqbridge.onnx_io.writer import to_proto
@@ -79,13 +79,10 @@ def scanned_nothing(node: Node, operands: Sequence[Array | None]) -> list[Array]
     """
     record = node.record(OpaqueAttrs)
     scans = record.op_type == "Scan" and record.version >= OLDEST_SCAN
-    if not scans or all(each is None or each.size for each in operands):
+    if not scans or not scans_nothing(record, operands):
         return None
     steps, extents = ControlSteps.of(node), dict[Dim, int]()
     first = steps.own - len(steps.scanned)
-    scanned = zip(operands[first : steps.own], steps.scanned, strict=True)
-    if all(x is None or x.shape[axis] for x, (axis, _) in scanned):
-        return None
     for value, array in zip(node.inputs, operands, strict=True):
         if value is not None and array is not None:
             extents |= zip(value.type.shape or (), array.shape, strict=False)

@@ -458,7 +458,7 @@ def _check_runnable(
         raise _cannot_run(attributes, ValueError("an operand has no elements"))
     if attributes.op_type in ("ConvTranspose", "InstanceNormalization") and 0 in shape[2:]:
         raise _cannot_run(attributes, ValueError(f"it is given shape {shape}"))
-    if attributes.op_type == "Scan" and _scans_nothing(attributes, operands):
+    if attributes.op_type == "Scan" and scans_nothing(attributes, operands):
         raise _cannot_run(attributes, ValueError("it makes no step"))
     if attributes.op_type in ("RandomNormal", "RandomNormalLike"):
         scales = [a.f for a in attributes.node.proto().attribute if a.name == "scale"]
@@ -466,9 +466,10 @@ def _check_runnable(
             raise _cannot_run(attributes, ValueError(f"its scale is {scales[0]}"))
 
 
-def _scans_nothing(
+def scans_nothing(
     attributes: OpaqueAttrs, operands: Sequence[NDArray[Any] | Nested | None]
 ) -> bool:
+    """Returns whether a Scan makes no step: an axis that it goes along has no element."""
     own = operands[: len(operands) - attributes.captured()]
     scanned = own[len(own) - attributes.node.integers()["num_scan_inputs"] :]
     axes = attributes.node.listed("scan_input_axes") or [0] * len(scanned)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -11,6 +10,7 @@ from pathlib import Path
 import onnx
 from onnx import ModelProto
 
+from qdqbridge.core.graph.atomic_write import bytes_written
 from qdqbridge.core.graph.graph import Graph
 from qdqbridge.core.ops.dynamic import DYNAMIC_BLOCK_DENSE
 from qdqbridge.errors import UnsupportedTargetError
@@ -85,9 +85,7 @@ def export(
 
 def file_size(graph: Graph, profile: str | ExportProfile = "ort") -> int:
     """Returns the bytes that :func:`export` writes for a graph."""
-    with tempfile.TemporaryDirectory() as folder:
-        export(graph, Path(folder, "model.onnx"), profile=profile)
-        return sum(file.stat().st_size for file in Path(folder).iterdir())
+    return bytes_written(lambda path: export(graph, path, profile=profile), "model.onnx")
 
 
 def _as_read(

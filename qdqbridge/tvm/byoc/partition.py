@@ -130,6 +130,10 @@ def _need_relax(module: Any, what: str, why: str) -> None:
         )
 
 
+_WORD = 32
+"""Bits of sums; what has more counts places."""
+
+
 @dataclass(frozen=True, slots=True)
 class RegionDifference:
     """How a backend's code for one region differs from what the region means.
@@ -162,7 +166,7 @@ def compare_regions(
     """Runs each region by its backend's code alone, and compares it with the interpreter.
 
     Each is given random operands of its own, so that no region is blamed for another one's error:
-    integers of the whole range, and normally distributed floats.
+    integers of 8 and 16 bits of the whole range, 0 or 1 of 64 (places), and floats around 0.
 
     Args:
         module: A Relax module that :func:`partition` made, whose code generator is registered.
@@ -192,10 +196,11 @@ def compare_regions(
         got = compile_divided(alone).run(given)
         values = different = 0
         largest = 0.0
-        for name, right in wanted.items():
-            off = np.abs(got[name].astype(np.float64) - right.astype(np.float64))
-            values, different = values + off.size, different + int(np.count_nonzero(off))
-            largest = max(largest, float(off.max(initial=0)))
+        for name in wanted:
+            a, b = (each[name].astype(np.float64) for each in (got, wanted))
+            other = (a != b) & ~(np.isnan(a) & np.isnan(b))
+            values, different = values + a.size, different + int(np.count_nonzero(other))
+            largest = max(largest, float(np.abs(a - b)[other].max(initial=0)))
         names = tuple(inside.get(symbol, ()))
         found.append(RegionDifference(symbol, names, values, different, largest))
     return found
@@ -207,8 +212,11 @@ def _random(value: Value, extents: Mapping[str, int], rng: np.random.Generator) 
     numbers = {name: extents.get(name, 2) for name in symbols}
     shape = [int(with_numbers(dim, numbers)) for dim in dims]
     dtype = value.type.dtype.numpy
-    if not np.issubdtype(dtype, np.integer):
+    if value.type.dtype.is_float:
         return rng.normal(size=shape).astype(dtype)
-    # Sums and places of 32 bits and more are small numbers in networks.
-    low, high = (np.iinfo(dtype).min, np.iinfo(dtype).max) if dtype.itemsize < 4 else (0, 1 << 16)
-    return rng.integers(low, high, shape, dtype, endpoint=True)
+    low, high, own = 0, 1, value.type.dtype
+    if own.is_integer and own.bits < _WORD:
+        low, high = own.qmin, own.qmax
+    elif own.bits == _WORD:  # a sum
+        high = 1 << 16
+    return rng.integers(low, high, shape, endpoint=True).astype(dtype)

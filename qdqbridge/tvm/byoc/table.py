@@ -194,9 +194,8 @@ class Table:
         known = {entry.name for entry in self.entries}
         unknown = [name for name in names if name not in known]
         if unknown:
-            near = [n for n in sorted(known, key=_plain_first) if unknown[0] and unknown[0] in n][
-                :3
-            ]
+            like = [name for name in known if unknown[0] and unknown[0] in name]
+            near = sorted(like, key=_plain_first)[:3]
             near = near or get_close_matches(unknown[0], sorted(known))
             raise QdqBridgeError(
                 f"the table '{self.name}' has no entry {unknown[0]!r}",

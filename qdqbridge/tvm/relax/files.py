@@ -110,17 +110,20 @@ def _debian(triple: str) -> str:
     return "-".join(parts).replace("_", "-")
 
 
-OPTIONS = ("-O3",)
-"""For the C of a code generator; TVM's own code is compiled by then."""
+OPTIONS = ("-O3", "-ffp-contract=off")
+"""For the C of a code generator; TVM's own code is compiled by then. Compilers that optimize make a
+product and a sum one instruction where a CPU has it, which rounds floats once instead of twice."""
 
 
 def shared(command: Sequence[str]) -> Callable[..., None]:
     """Returns TVM's ``fcompile`` of a command."""
 
-    def compile_shared(output: str, objects: Sequence[str], **_: Any) -> None:
+    def compile_shared(
+        output: str, objects: Sequence[str], options: Sequence[str] = (), **_: Any
+    ) -> None:
         sources = any(name.endswith((".c", ".cc")) for name in objects)  # of a code generator
         headers = [f"-I{include_path}" for include_path in include_paths()] if sources else []
-        whole = [*command, *headers, *OPTIONS, "-shared", "-fPIC", "-o", output, *objects]
+        whole = [*command, *headers, *options, "-shared", "-fPIC", "-o", output, *objects]
         try:
             done = subprocess.run(
                 whole, capture_output=True, text=True, errors="replace", check=False,
